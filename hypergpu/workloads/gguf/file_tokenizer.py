@@ -4,17 +4,17 @@ Texts of a vocabulary of bytes fall apart by a rule that the file names; transfo
 tokenizer of a file by another rule, whatever is named (5.23.0), so that it is made here.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import gguf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hypergpu.gguf.header import GgufHeader
 from hypergpu.workloads.finetuning.base_model import load_tokenizer
-from hypergpu.workloads.gguf.refusal import GgufRefusalError
+from hypergpu.workloads.gguf.refusal import file_refusal
 from hypergpu.workloads.gguf.vocabulary import (
     CONTROL,
     PATTERNS,
@@ -24,7 +24,6 @@ from hypergpu.workloads.gguf.vocabulary import (
 )
 
 _BYTES, _CHARACTERS = "gpt2", "llama"
-_FOLDER = "Fix: give the folder of the model as transformers has it"
 _PLAIN_RULES = frozenset({"gpt-2", "default"})
 
 
@@ -39,38 +38,38 @@ class _FileTokens(NamedTuple):
         return [token for token, own in zip(self.tokens, self.types, strict=True) if own == kind]
 
 
-def save_tokenizer(path: Path, header: GgufHeader, folder: Path) -> None:
+def save_tokenizer(path: Path, header: GgufHeader, fields: Mapping[str, Any], folder: Path) -> None:
     """Save a file's tokenizer into the folder that has the configuration already.
 
     Args:
         path: The file.
         header: Its header, which was checked.
+        fields: Its metadata as gguf's reader has them, whose lists the header leaves out.
         folder: Has ``config.json``, by which transformers chooses a class.
 
     Raises:
         GgufRefusalError: It cannot be made, or would make other tokens than the file's.
     """
-    kind, file_tokens = header.text("tokenizer.ggml.model"), _read_tokens(path)
+    kind, file_tokens = header.text("tokenizer.ggml.model"), _read_tokens(fields)
     if kind == _BYTES:
         tokenizer = _byte_tokenizer(header, file_tokens)
     elif kind == _CHARACTERS:
         tokenizer = _character_tokenizer(path)
     else:
-        raise GgufRefusalError(f"a tokenizer of the kind {kind!r} is not read here. {_FOLDER}")
+        raise file_refusal(f"a tokenizer of the kind {kind!r} is not read here")
     tokenizer.save_pretrained(folder)
     _check_saved(header, file_tokens, tokenizer, folder)
 
 
-def _read_tokens(path: Path) -> _FileTokens:
-    fields = gguf.GGUFReader(path).fields
+def _read_tokens(fields: Mapping[str, Any]) -> _FileTokens:
     try:
         tokens = _texts(fields["tokenizer.ggml.tokens"])
         types = [int(each) for each in fields["tokenizer.ggml.token_type"].contents()]
     except (KeyError, UnicodeDecodeError, ValueError, TypeError) as error:
-        raise GgufRefusalError(f"its vocabulary cannot be read: {error}. {_FOLDER}") from error
+        raise file_refusal(f"its vocabulary cannot be read: {error}") from error
     merges = fields.get("tokenizer.ggml.merges")
     if len(types) != len(tokens):
-        raise GgufRefusalError(f"it has {len(tokens)} tokens and {len(types)} types of them")
+        raise file_refusal(f"it has {len(tokens)} tokens and {len(types)} types of them")
     return _FileTokens(tokens, types, _texts(merges) if merges is not None else [])
 
 
@@ -78,8 +77,11 @@ def _texts(field: Any) -> list[str]:
     return [bytes(field.parts[place]).decode() for place in field.data]
 
 
-def _mark(header: GgufHeader, name: str) -> int | None:
-    return header.number(f"tokenizer.ggml.{name}_token_id")
+def _mark(header: GgufHeader, name: str, tokens: int) -> int | None:
+    place = header.number(f"tokenizer.ggml.{name}_token_id")
+    if place is not None and not 0 <= place < tokens:
+        raise file_refusal(f"its {name} token is number {place} of {tokens}")
+    return place
 
 
 def _byte_tokenizer(header: GgufHeader, file_tokens: _FileTokens) -> Any:
@@ -95,12 +97,12 @@ def _byte_tokenizer(header: GgufHeader, file_tokens: _FileTokens) -> Any:
     try:
         backend = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=rule == "llama-bpe"))
     except Exception as error:  # tokenizers raises nothing narrower
-        raise GgufRefusalError(f"its merges cannot be read: {error}. {_FOLDER}") from error
+        raise file_refusal(f"its merges cannot be read: {error}") from error
     backend.pre_tokenizer = _splitter(rule)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(_added_tokens(file_tokens.of_type(CONTROL), is_special=True))
     backend.add_tokens(_added_tokens(file_tokens.of_type(USER_DEFINED), is_special=False))
-    begin = _mark(header, "bos")
+    begin = _mark(header, "bos", len(file_tokens.tokens))
     # llama.cpp puts it before texts of Llama 3 where a file says nothing.
     adds_begin = header.is_true("tokenizer.ggml.add_bos_token", default=rule == "llama-bpe")
     if begin is not None and adds_begin:
@@ -112,7 +114,7 @@ def _byte_tokenizer(header: GgufHeader, file_tokens: _FileTokens) -> Any:
     marks = {
         name: file_tokens.tokens[place]
         for name, key in (*names, ("unk_token", "unknown"))
-        if (place := _mark(header, key)) is not None
+        if (place := _mark(header, key, len(file_tokens.tokens))) is not None
     }
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -133,9 +135,8 @@ def _splitter(rule: str) -> pre_tokenizers.PreTokenizer:
         digits = pre_tokenizers.Digits(individual_digits=True)
         return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     if rule not in PATTERNS:
-        raise GgufRefusalError(
-            f"its texts fall apart by the rule {rule!r}, which is none that is known here."
-            f" {_FOLDER}"
+        raise file_refusal(
+            f"its texts fall apart by the rule {rule!r}, which is none that is known here"
         )
     split = pre_tokenizers.Split(Regex(PATTERNS[rule]), "isolated")
     bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -148,7 +149,7 @@ def _character_tokenizer(path: Path) -> Any:
         return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     except Exception as error:  # a library's conversion may raise anything
         text = str(error).partition("\n")[0][:200]
-        raise GgufRefusalError(f"its tokenizer cannot be made: {text}. {_FOLDER}") from error
+        raise file_refusal(f"its tokenizer cannot be made: {text}") from error
 
 
 def _check_saved(
@@ -166,4 +167,4 @@ def _check_saved(
         is_same = is_same and vocabulary.rule == ("gpt-2" if rule in _PLAIN_RULES else rule)
     sample = "number 12345 isn't «naïve»,\n\n  数学 WE'LL see"
     if not is_same or saved_tokenizer(sample)["input_ids"] != tokenizer(sample)["input_ids"]:
-        raise GgufRefusalError(f"transformers makes another tokenizer of it. {_FOLDER}")
+        raise file_refusal("transformers makes another tokenizer of it")

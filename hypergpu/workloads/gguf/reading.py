@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfi
 from hypergpu.errors import HyperGPUError
 from hypergpu.gguf.header import GgufHeader, read_gguf_header
 from hypergpu.workloads.gguf.file_tokenizer import save_tokenizer
-from hypergpu.workloads.gguf.refusal import GgufRefusalError
+from hypergpu.workloads.gguf.refusal import GgufRefusalError, file_refusal
 from hypergpu.workloads.gguf.settings import ROTARY_FACTORS, architecture_of_file, config_of_file
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -38,15 +38,15 @@ class GgufTensors:
         self._architecture = architecture_of_file(header)
         self._dtype = dtype
         try:
-            tensors = gguf.GGUFReader(path).tensors
+            reader = gguf.GGUFReader(path)
         except Exception as error:  # a library's reader may raise anything
-            raise GgufRefusalError(f"{path.name} cannot be read: {error}") from error
-        self._tensors: Mapping[str, Any] = {each.name: each for each in tensors}
+            raise file_refusal(f"{path.name} cannot be read: {error}") from error
+        self._tensors: Mapping[str, Any] = {each.name: each for each in reader.tensors}
         rotary = self._numbers(ROTARY_FACTORS) if ROTARY_FACTORS in self._tensors else None
         self.config = config_of_file(header, rotary)
         """The model's."""
         self._places = self._checked_places()
-        self.header = header
+        self._path, self._header, self._fields = path, header, reader.fields
 
     @property
     def names(self) -> list[str]:
@@ -58,15 +58,30 @@ class GgufTensors:
         numbers = self._numbers(self._places[name])
         return self._architecture.read_weight(name, numbers, self.config).to(self._dtype)
 
+    def write_settings(self, folder: Path) -> None:
+        """Write the file's configuration and tokenizer, as transformers loads them.
+
+        Args:
+            folder: That exists.
+
+        Raises:
+            GgufRefusalError: transformers' tokenizer would not be the file's.
+            DatasetError: What was written cannot be loaded.
+        """
+        self.config.save_pretrained(folder)
+        marks = [self._header.number(f"tokenizer.ggml.{name}_token_id") for name in _END_MARKS]
+        ends = list(dict.fromkeys(each for each in marks if each is not None))
+        if ends:
+            GenerationConfig(eos_token_id=ends).save_pretrained(folder)
+        save_tokenizer(self._path, self._header, self._fields, folder)
+
     def _numbers(self, name: str) -> torch.Tensor:
         tensor = self._tensors[name]
         try:
             numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
-            raise GgufRefusalError(
-                f"{name} is of the type {kind}, which is not read here"
-            ) from error
+            raise file_refusal(f"{name} is of the type {kind}, which is not read here") from error
         return torch.from_numpy(numbers.copy()).float()
 
     def _checked_places(self) -> dict[str, str]:
@@ -77,23 +92,23 @@ class GgufTensors:
                 continue
             source_name = self._architecture.source_name(name)
             if not source_name:
-                raise GgufRefusalError(f"it has the tensor {name}, which has no place in the model")
+                raise file_refusal(f"it has the tensor {name}, which has no place in the model")
             places[source_name] = name
         shapes = _shapes_of(self.config)
         odd = sorted(name for name in places if name not in shapes)
         if odd:
             detail = f"it has the tensor {places[odd[0]]}, which the model does not use"
-            raise GgufRefusalError(detail)
+            raise file_refusal(detail)
         absent = sorted(set(shapes) - set(places))
         if absent:
             detail = f"it lacks {len(absent)} tensors of the model, such as {absent[0]}"
-            raise GgufRefusalError(detail)
+            raise file_refusal(detail)
         for source_name, name in places.items():
             # A file states the dimension first whose numbers lie side by side.
             shape = tuple(int(side) for side in reversed(self._tensors[name].shape))
             if shape != shapes[source_name]:
                 detail = f"{name} has the shape {shape}, and the model's {shapes[source_name]}"
-                raise GgufRefusalError(detail)
+                raise file_refusal(detail)
         return places
 
 
@@ -121,27 +136,6 @@ def _shapes_of(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def write_settings(path: Path, folder: Path) -> None:
-    """Write a file's configuration and tokenizer, as transformers loads them.
-
-    Args:
-        path: The file.
-        folder: That exists.
-
-    Raises:
-        GgufRefusalError: transformers' would not be the file's.
-        DatasetError: What was written cannot be loaded.
-    """
-    tensors = GgufTensors(path)
-    content = msgspec.json.decode(tensors.config.to_json_string(use_diff=True))
-    (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(content)))
-    marks = [tensors.header.number(f"tokenizer.ggml.{name}_token_id") for name in _END_MARKS]
-    ends = list(dict.fromkeys(each for each in marks if each is not None))
-    if ends:
-        GenerationConfig(eos_token_id=ends).save_pretrained(folder)
-    save_tokenizer(path, tensors.header, folder)
-
-
 def write_folder(path: Path, folder: Path, dtype: torch.dtype) -> Iterator[Path]:
     """Write a file's model as ``save_pretrained`` would, with a file of weights for each layer: one
     layer is in memory at a time.
@@ -156,8 +150,8 @@ def write_folder(path: Path, folder: Path, dtype: torch.dtype) -> Iterator[Path]
         DatasetError: What was written cannot be loaded.
         OSError: A file cannot be written.
     """
-    write_settings(path, folder)
     tensors = GgufTensors(path, dtype)
+    tensors.write_settings(folder)
     files: dict[str, list[str]] = {}
     for name in tensors.names:
         match = _LAYER.match(name)

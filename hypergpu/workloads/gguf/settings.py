@@ -19,7 +19,7 @@ from hypergpu.workloads.gguf.architectures import (
     Tensors,
     rotary_factors,
 )
-from hypergpu.workloads.gguf.refusal import GgufRefusalError
+from hypergpu.workloads.gguf.refusal import file_refusal
 
 ROTARY_FACTORS = "rope_freqs.weight"
 """The only tensor of a file that no weight is made of."""
@@ -49,9 +49,8 @@ def architecture_of_file(header: GgufHeader) -> Architecture:
     """
     if header.architecture not in _KINDS:
         kinds = ", ".join(_KINDS)
-        raise GgufRefusalError(
-            f"a GGUF file of the kind {header.architecture!r} is not cut here: {kinds} are."
-            " Fix: give the folder of the model as transformers has it"
+        raise file_refusal(
+            f"a GGUF file of the kind {header.architecture!r} is not read here: {kinds} are"
         )
     return ARCHITECTURES[header.architecture]
 
@@ -111,7 +110,7 @@ class _Settings:
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
-            raise GgufRefusalError(f"{self._header.architecture}.{name} is {value!r}, no number")
+            raise file_refusal(f"{self._header.architecture}.{name} is {value!r}, no number")
         return value
 
     def real(self, name: str, default: float | None = None) -> float:
@@ -119,7 +118,7 @@ class _Settings:
         if value is None and default is not None:
             return default
         if not isinstance(value, float) or not math.isfinite(value):
-            raise GgufRefusalError(f"{self._header.architecture}.{name} is {value!r}, no number")
+            raise file_refusal(f"{self._header.architecture}.{name} is {value!r}, no number")
         # Files have 32 bits of a number whose decimals are few: 0.00001, and not 0.0000099999997.
         return float(str(np.float32(value)))
 
@@ -187,10 +186,7 @@ def _check_settings(
             continue
         is_neutral = name in _NEUTRAL and value == _NEUTRAL[name]
         if not is_neutral and not _is_same(value, settings.get(key)):
-            raise GgufRefusalError(
-                f"it states {key} = {value!r}, which is not computed here."
-                " Fix: give the folder of the model as transformers has it"
-            )
+            raise file_refusal(f"it states {key} = {value!r}, which is not computed here")
     own_factors = factors.get(ROTARY_FACTORS)
     is_plain = rotary is None and own_factors is None
     if not is_plain and (
@@ -199,10 +195,7 @@ def _check_settings(
         or rotary.shape != own_factors.shape
         or not torch.allclose(rotary, own_factors, rtol=1e-4)
     ):
-        raise GgufRefusalError(
-            "its frequencies are scaled by another rule than Llama 3's."
-            " Fix: give the folder of the model as transformers has it"
-        )
+        raise file_refusal("its frequencies are scaled by another rule than Llama 3's")
 
 
 def _is_same(value: object, own: object) -> bool:

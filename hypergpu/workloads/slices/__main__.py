@@ -66,9 +66,9 @@ def _text(value: msgspec.Struct) -> str:
 
 
 def _write_settings(path: str, folder: str) -> None:
-    from hypergpu.workloads.gguf.reading import write_settings
+    from hypergpu.workloads.gguf.reading import GgufTensors
 
-    write_settings(Path(path), Path(folder))
+    GgufTensors(Path(path)).write_settings(Path(folder))
 
 
 def _sizes(folder: str, dtype: str, out: str = "", weights: str = "") -> msgspec.Struct:

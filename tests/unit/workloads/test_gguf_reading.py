@@ -15,7 +15,7 @@ from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.rings.stage_work import span_blobs
 from hypergpu.workloads.finetuning.base_model import load_tokenizer
 from hypergpu.workloads.gguf.__main__ import main
-from hypergpu.workloads.gguf.reading import GgufTensors, write_settings
+from hypergpu.workloads.gguf.reading import GgufTensors
 from hypergpu.workloads.gguf.refusal import GgufRefusalError
 from hypergpu.workloads.gguf.writing import write_gguf
 from hypergpu.workloads.slices.cutting import cut_model
@@ -72,7 +72,7 @@ def test_layers_of_a_file_are_those_of_the_folder_that_it_was_written_of(tmp_pat
     base, path = file_of(tmp_path)
     settings = tmp_path / "settings"
     settings.mkdir()
-    write_settings(path, settings)
+    GgufTensors(path).write_settings(settings)
     values = layers_of(settings, tmp_path / "of-file", path)
     base_values = layers_of(base, tmp_path / "of-base", None)
     assert values.keys() == base_values.keys()
@@ -125,7 +125,12 @@ def with_tensor(name: str) -> Callable[[gguf.GGUFWriter, gguf.GGUFReader], None]
 def with_value(name: str, value: Any) -> Callable[[gguf.GGUFWriter, gguf.GGUFReader], None]:
     def change(writer: gguf.GGUFWriter, _: gguf.GGUFReader) -> None:
         writer.kv_data[0].pop(name, None)
-        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        adders: dict[type, Callable[[str, Any], None]] = {
+            str: writer.add_string,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+        }
+        add = adders[type(value)]
         add(name, value)
 
     return change
@@ -140,7 +145,8 @@ def with_value(name: str, value: Any) -> Callable[[gguf.GGUFWriter, gguf.GGUFRea
         (with_value("llama.rope.scaling.type", "yarn"), "rope.scaling.type = 'yarn'"),
         (with_value("llama.logit_scale", 0.5), "llama.logit_scale = 0.5"),
         (with_value("tokenizer.ggml.pre", "tekken"), "by the rule 'tekken'"),
-        (with_value("general.architecture", "mamba"), "of the kind 'mamba' is not cut here"),
+        (with_value("tokenizer.ggml.eos_token_id", 4_000), "its eos token is number 4000 of 400"),
+        (with_value("general.architecture", "mamba"), "of the kind 'mamba' is not read here"),
     ],
 )
 def test_what_a_file_states_and_transformers_would_not_compute_refuses_it(
@@ -150,11 +156,11 @@ def test_what_a_file_states_and_transformers_would_not_compute_refuses_it(
     reason: str,
 ) -> None:
     with pytest.raises(GgufRefusalError, match=reason):
-        write_settings(rewritten(plain_file, tmp_path, change), tmp_path)
+        GgufTensors(rewritten(plain_file, tmp_path, change)).write_settings(tmp_path)
 
 
 def test_a_file_that_is_written_again_as_it_is_is_read(plain_file: Path, tmp_path: Path) -> None:
-    write_settings(rewritten(plain_file, tmp_path, lambda *_: None), tmp_path)
+    GgufTensors(rewritten(plain_file, tmp_path, lambda *_: None)).write_settings(tmp_path)
     assert (tmp_path / "tokenizer.json").exists()
 
 
