@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from coordinator.core.rings import ring_events
 from coordinator.core.rings.drafts import DRAFT_MOST, draft_length, prompt_lookup
+from coordinator.core.rings.pass_plan import PassPlan
 from coordinator.core.rings.ring_events import RingCommand, RingEvent
 from coordinator.core.rings.ring_state import (
     PassSegment,
@@ -292,7 +293,7 @@ def _with_passes(step: RingStep) -> RingStep:
         return step
     plan = ring.pass_plan
     while len(ring.passes) < plan.passes:
-        segments = _next_segments(ring, plan.sessions)
+        segments = _next_segments(ring, plan)
         if not segments:
             break
         begin = _begin_pass(ring, RingPass(segments))
@@ -300,34 +301,34 @@ def _with_passes(step: RingStep) -> RingStep:
     return RingStep(ring, commands)
 
 
-def _next_segments(ring: Ring, cap: int) -> tuple[PassSegment, ...]:
+def _next_segments(ring: Ring, plan: PassPlan) -> tuple[PassSegment, ...]:
     """Tokens of the sessions that have waited longest, as many as a pass takes."""
     segments = list[PassSegment]()
     room = ring.limits.tokens_most
     idle = [(each.last_pass, number) for number, each in ring.sessions.items() if each.is_idle]
-    for _, number in sorted(idle)[:cap]:
-        session = ring.sessions[number]
+    for _, number in sorted(idle)[: plan.sessions]:
         if not room:
             break
-        segment = _next_segment(ring, number, session, room)
+        segment = _next_segment(ring, number, room, plan)
         segments.append(segment)
         room -= len(segment.tokens)
     return tuple(segments)
 
 
-def _next_segment(ring: Ring, number: int, session: RingSession, room: int) -> PassSegment:
+def _next_segment(ring: Ring, number: int, room: int, plan: PassPlan) -> PassSegment:
+    session = ring.sessions[number]
     unread = session.tokens[session.position :]
     if len(unread) > room:
         return PassSegment(number, session.position, unread[:room])
-    draft = _draft(ring, session, room - len(unread)) if len(unread) == 1 else ()
+    draft = _draft(ring, session, room - len(unread), plan) if len(unread) == 1 else ()
     return PassSegment(number, session.position, (*unread, *draft), 1 + len(draft))
 
 
-def _draft(ring: Ring, session: RingSession, room: int) -> tuple[int, ...]:
+def _draft(ring: Ring, session: RingSession, room: int, plan: PassPlan) -> tuple[int, ...]:
     if not ring.limits.has_drafts or not session.guesses:
         return ()
-    live, passes = len(ring.sessions), ring.pass_plan.passes
-    length = draft_length(ring.costs, session.drafts.accuracy, live, passes)
+    live = len(ring.sessions)
+    length = draft_length(ring.costs, session.drafts.accuracy, live, plan.passes)
     return session.guesses[: min(length, room)]
 
 
