@@ -28,10 +28,6 @@ SETTLE_MS = Milliseconds(600_000)
 """Time in which nodes may sign the last counts of a model that was stopped."""
 
 
-WAITING_MARK = "; "
-"""Before what is told of rings that are not whole, behind what is told of those that are."""
-
-
 class ServeStep(NamedTuple):
     """The effect of one event."""
 
@@ -125,16 +121,20 @@ def _ring_reason(job: ServeJob) -> str:
 
 
 def _rings_reason(job: ServeJob) -> str:
-    """The same of a training with several rings, some of which are whole."""
-    stages = sum(len(job.stages_of(ring)) for ring in job.whole_rings)
-    standby = ", and a node stands by" if job.standby is not None else ""
-    rings = f"{len(job.whole_rings)} of {several(job.rings, 'ring')}"
-    text = f"{rings}: {several(stages, 'stage')} on nodes{standby}{training_text(job)}"
+    text = whole_rings_text(job)
     if not job.open_rings:
         return text
     numbers = ", ".join(str(ring + 1) for ring in job.open_rings)
     ring = "ring" if len(job.open_rings) == 1 else "rings"
-    return f"{text}{WAITING_MARK}{ring} {numbers}: waits for nodes"
+    return f"{text}; {ring} {numbers}: waits for nodes"
+
+
+def whole_rings_text(job: ServeJob) -> str:
+    """What is told of the rings of a training that are whole."""
+    stages = sum(len(job.stages_of(ring)) for ring in job.whole_rings)
+    standby = ", and a node stands by" if job.standby is not None else ""
+    rings = f"{len(job.whole_rings)} of {several(job.rings, 'ring')}"
+    return f"{rings}: {several(stages, 'stage')} on nodes{standby}{training_text(job)}"
 
 
 def training_text(job: ServeJob) -> str:

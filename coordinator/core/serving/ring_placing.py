@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 from coordinator.core.serving.events import RingPlaced, RingUnplaced
 from coordinator.core.serving.leasing import (
-    WAITING_MARK,
     ServeStep,
     assign_work,
     cancel,
     lease_replicas,
+    whole_rings_text,
     with_lease,
     without_lease,
 )
@@ -245,12 +245,12 @@ def unplaced_rejection(job: ServeJob, event: RingUnplaced) -> str:
     """Why it says nothing new; empty: it does."""
     if event.ring not in job.open_rings:
         return f"{job.job_id} has no layers to place"
-    return "it is known already" if job.reason.endswith(event.reason) else ""
+    is_known = leave_unplaced(job, event).job.reason == job.reason
+    return "it is known already" if is_known else ""
 
 
 def leave_unplaced(job: ServeJob, event: RingUnplaced) -> ServeStep:
     """Say why a ring is not held; what is told of rings that are whole is told before it."""
     if not job.whole_rings:
         return ServeStep(replace(job, reason=event.reason))
-    whole, _, _ = lease_replicas(job).job.reason.partition(WAITING_MARK)
-    return ServeStep(replace(job, reason=f"{whole}{WAITING_MARK}{event.reason}"))
+    return ServeStep(replace(job, reason=f"{whole_rings_text(job)}; {event.reason}"))
