@@ -41,13 +41,19 @@ def gguf_figures(turns: int) -> PartFigures:
     )
 
 
-def llama_alone(file: Path) -> Any:
-    """llama.cpp's own server of a file, in this process, one thread."""
+def llama_alone(file: Path, answers: int = 1, context: int = _CONTEXT) -> Any:
+    """llama.cpp's own server of a file, in this process, one thread.
+
+    Args:
+        file: The model.
+        answers: How many it gives at once.
+        context: Tokens of each, with its prompt.
+    """
     import xllamacpp
 
     settings = xllamacpp.CommonParams()
     settings.model.path = str(file)
-    settings.n_ctx, settings.n_parallel = _CONTEXT, 1
+    settings.n_ctx, settings.n_parallel = answers * context, answers
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
     settings.warmup, settings.fit_params = True, False
     settings.verbosity = -1

@@ -5,7 +5,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.ours.cluster import BenchmarkError
-from hypergpu.rings.layer_span import LayerSpan
+from benchmarks.ours.serving.gguf import llama_alone
+from benchmarks.ours.stages.coded_cuts import three_slices
 from hypergpu.workloads.gguf.writing import write_gguf
-from hypergpu.workloads.slices.layer_slice import LayerSlice, layers_of, open_session
+from hypergpu.workloads.slices.layer_slice import LayerSlice, open_session
 from hypergpu.workloads.slices.ragged_attention import SessionKeys, SessionSegment
 
 SESSIONS = 16
@@ -46,44 +46,47 @@ def beside_llama(folder: Path, quantized_file: Path | None, turns: int) -> Llama
         turns: Measurements of each, by turns; medians count.
     """
     torch.set_num_threads(1)
-    slices = _slices_of(folder)
+    slices = three_slices(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
     with tempfile.TemporaryDirectory() as name:
         file = write_gguf(folder, Path(name) / "f16.gguf", "f16").path
-        alone, many = _server(file, 1), _server(file, SESSIONS)
-        small = None if quantized_file is None else _server(quantized_file, 1)
-        one, sixteen, rates, theirs, their_sixteen, their_rates, their_small = (
-            list[float]() for _ in range(7)
-        )
-        for _ in range(turns):
-            one.append(sum(_stage_seconds(slices, 1)))
-            sixteen.append(sum(_stage_seconds(slices, SESSIONS)) / SESSIONS)
-            share = -(-SESSIONS // STAGES)  # Passes that keep all stages at work have a third.
-            rates.append(share / max(_stage_seconds(slices, share)))
-            theirs.append(_llama_cost(alone, 1).core_seconds)
-            cost = _llama_cost(many, SESSIONS)
-            their_sixteen.append(cost.core_seconds)
-            their_rates.append(cost.tokens_per_s)
-            if small is not None:
-                their_small.append(_llama_cost(small, 1).core_seconds)
-    middle = statistics.median
+        alone = llama_alone(file)
+        many = llama_alone(file, SESSIONS, _SLOT_TOKENS)
+        quantized = None if quantized_file is None else llama_alone(quantized_file)
+        costs = [_costs(slices, alone, many, quantized) for _ in range(turns)]
+    middle = _Costs(*map(statistics.median, zip(*costs, strict=True)))
     return LlamaFigures(
-        middle(one) / middle(theirs),
-        middle(one) / middle(their_small) if their_small else 0.0,
-        middle(rates) / middle(their_rates),
-        middle(sixteen) / middle(their_sixteen),
+        core_seconds=middle.one / middle.llama_one,
+        core_seconds_quantized=middle.one / middle.llama_quantized if quantized_file else 0.0,
+        tokens=middle.rate / middle.llama_rate,
+        core_seconds_16=middle.many / middle.llama_many,
     )
 
 
-def _slices_of(folder: Path) -> list[LayerSlice]:
-    whole: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    layers, state, slices = layers_of(whole.config), whole.state_dict(), []
-    for first, end in pairwise(layers * stage // STAGES for stage in range(STAGES + 1)):
-        layer_slice = LayerSlice(whole.config, LayerSpan(first, end))
-        values = {name: state[full] for name, full in layer_slice.whole_names()}
-        layer_slice.model.load_state_dict(values, assign=True)
-        layer_slice.model.requires_grad_(requires_grad=False)
-        slices.append(layer_slice)
-    return slices
+class _Costs(NamedTuple):
+    """CPU time of a token, in seconds, of one session and of 16; and tokens a second of 16."""
+
+    one: float
+    many: float
+    rate: float
+    """By three machines."""
+    llama_one: float
+    llama_many: float
+    llama_rate: float
+    llama_quantized: float
+
+
+def _costs(slices: Sequence[LayerSlice], alone: Any, many: Any, quantized: Any) -> _Costs:
+    share = -(-SESSIONS // STAGES)  # Passes that keep all stages at work have a third.
+    llama_many = _llama_cost(many, SESSIONS)
+    return _Costs(
+        one=sum(_stage_seconds(slices, 1)),
+        many=sum(_stage_seconds(slices, SESSIONS)) / SESSIONS,
+        rate=share / max(_stage_seconds(slices, share)),
+        llama_one=_llama_cost(alone, 1).core_seconds,
+        llama_many=llama_many.core_seconds,
+        llama_rate=llama_many.tokens_per_s,
+        llama_quantized=0.0 if quantized is None else _llama_cost(quantized, 1).core_seconds,
+    )
 
 
 @torch.inference_mode()
@@ -121,19 +124,6 @@ class _LlamaCost(NamedTuple):
     core_seconds: float
     """CPU time of a token."""
     tokens_per_s: float
-
-
-def _server(file: Path, slots: int) -> Any:
-    """llama.cpp's own server of a file, in this process, one thread."""
-    import xllamacpp
-
-    settings = xllamacpp.CommonParams()
-    settings.model.path = str(file)
-    settings.n_ctx, settings.n_parallel = slots * _SLOT_TOKENS, slots
-    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
-    settings.warmup, settings.fit_params = True, False
-    settings.verbosity = -1
-    return xllamacpp.Server(settings)
 
 
 def _llama_cost(server: Any, sessions: int) -> _LlamaCost:

@@ -34,17 +34,22 @@ class CutFigures(NamedTuple):
     """Share of prompts whose greedy answers are those of the whole model."""
 
 
+def three_slices(whole: Any) -> list[LayerSlice]:
+    """A model in three slices of as many layers each, which share its weights."""
+    layers, state, slices = layers_of(whole.config), whole.state_dict(), []
+    for first, end in pairwise((0, layers // 3, 2 * layers // 3, layers)):
+        layer_slice = LayerSlice(whole.config, LayerSpan(first, end))
+        values = {name: state[full] for name, full in layer_slice.whole_names()}
+        layer_slice.model.load_state_dict(values, assign=True)
+        layer_slice.model.requires_grad_(requires_grad=False)
+        slices.append(layer_slice)
+    return slices
+
+
 class _CodedRing:
     def __init__(self, whole: Any, codec: StateCodec) -> None:
-        layers, state = layers_of(whole.config), whole.state_dict()
         self._codec = codec
-        self._slices = []
-        for first, end in pairwise((0, layers // 3, 2 * layers // 3, layers)):
-            layer_slice = LayerSlice(whole.config, LayerSpan(first, end))
-            values = {name: state[full] for name, full in layer_slice.whole_names()}
-            layer_slice.model.load_state_dict(values, assign=True)
-            layer_slice.model.requires_grad_(requires_grad=False)
-            self._slices.append(layer_slice)
+        self._slices = three_slices(whole)
 
     def open(self) -> list[SessionKeys]:
         return [open_session() for _ in self._slices]

@@ -122,4 +122,5 @@ def _token_times(client: Coordinator, seed: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    print(msgspec.json.encode(measure(Path(sys.argv[1]), Path(sys.argv[2]))).decode(), flush=True)  # noqa: T201
+    rates = measure(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.stdout.write(msgspec.json.encode(rates).decode() + "\n")
