@@ -15,6 +15,7 @@ from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
 from hypergpu.user.client import Coordinator
 from hypergpu.user.cluster.cluster import ReadyLine
 from hypergpu.user.cluster.dashboard import DashboardProcess
+from hypergpu.user.serving.ring_model import finetune_ring
 from hypergpu.user.serving.starting import (
     ServeOrder,
     model_named,
@@ -192,6 +193,34 @@ def test_a_training_s_newest_model_answers_beside_its_base(
     for name in (f"{run.id}-latest", f"{run.id}-base"):
         log = chat.get_by_role("log", name=f"Chat with {name}")
         expect(log.get_by_text(re.compile(r"^\d tokens? in"))).to_be_visible(timeout=60_000)
+
+
+@pytest.mark.full
+def test_rings_that_train_are_drawn_and_nobody_is_asked_to_chat_yet(
+    watched_page: WatchedPage, serve_page: ServePage
+) -> None:
+    # Two each, and one that the ring which is served may have stand by.
+    serve_page.cluster.add_nodes(5, "torch", kinds=("training", "serve"))
+    model = finetune_ring(
+        serve_page.base,
+        stages={"count": 2, "rings": 2, "any_line": True},
+        data=[{"text": f"colour {number} is a colour"} for number in range(20)],
+        coordinator=serve_page.client,
+        name="taught",
+        steps=100_000,
+        inner_steps=2,
+        options={"sequence_length": 32, "rank": 2},
+    )
+    watched_page.open(f"#/job/{model.job}")
+    page = watched_page.page
+    rings = page.get_by_role("region", name="Ring")
+    for name in ("2 rings", "Ring 1", "Ring 2"):
+        expect(rings.get_by_role("heading", name=name)).to_be_visible(timeout=60_000)
+    told = page.get_by_text(re.compile(r"trained through stages, [1-9]\d* of 50000 rounds"))
+    expect(told).to_be_visible(timeout=60_000)
+    expect(page.get_by_text(re.compile(r"the loss is \d"))).to_be_visible()
+    expect(page.get_by_role("region", name="Chat", exact=True)).to_have_count(0)
+    serve_page.client.stop(model.job)
 
 
 @pytest.mark.parametrize(("role", "status"), [(Role.USER, 404), (Role.NODE, 403)])

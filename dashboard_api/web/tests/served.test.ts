@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { ringPlaces, servedModels, stagesByRing, tokenMs } from "../src/lib/served";
+import { isTrainedFirst, ringPlaces, servedModels, stagesByRing, tokenMs } from "../src/lib/served";
 import type { Job, Node } from "../src/lib/types";
 
 const job = (id: string, round: number, training = "t", phase = "serving"): Job => ({ id, round, training, phase }) as Job;
@@ -13,6 +13,11 @@ const NODES = { "0xaaaaaaaaaaaa": { name: "attic", rtt_us: 8000 }, "0xbbbbbbbbbb
 test("models of a training that are served are those of now, the newest first", () => {
   const jobs = { a: job("a", 0), b: job("b", 9), c: job("c", 4, "u"), d: job("d", 5, "t", "stopped") };
   expect(servedModels(jobs, "t").map((one) => one.id)).toEqual(["b", "a"]);
+});
+
+test("a model is trained first until all of its rounds are stored", () => {
+  const rounds = [[0, 0], [0, 3], [2, 3], [3, 3]].map(([round, of]) => ({ ...job("a", round!), rounds: of! }));
+  expect(rounds.map(isTrainedFirst)).toEqual([false, true, true, false]);
 });
 
 test("stages stand clockwise behind the coordinator at the top", () => {

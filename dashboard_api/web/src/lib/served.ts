@@ -26,6 +26,11 @@ export function servedModels(jobs: Record<string, Job>, training: string): Job[]
     .sort((one, other) => other.round - one.round);
 }
 
+/** Whether rings train the model before it answers. */
+export function isTrainedFirst(job: Job): boolean {
+  return job.round < job.rounds;
+}
+
 /** Stages of each ring, ring after ring. */
 export function stagesByRing(stages: Stage[]): Stage[][] {
   const numbers = [...new Set(stages.map((stage) => stage.ring))].sort((one, other) => one - other);
