@@ -216,8 +216,8 @@ def test_rings_that_train_are_drawn_and_nobody_is_asked_to_chat_yet(
     rings = page.get_by_role("region", name="Ring")
     for name in ("2 rings", "Ring 1", "Ring 2"):
         expect(rings.get_by_role("heading", name=name)).to_be_visible(timeout=60_000)
-    told = page.get_by_text(re.compile(r"trained through stages, [1-9]\d* of 50000 rounds"))
-    expect(told).to_be_visible(timeout=60_000)
+    rounds = page.get_by_text(re.compile(r"trained through stages, [1-9]\d* of 50000 rounds"))
+    expect(rounds).to_be_visible(timeout=60_000)
     expect(page.get_by_text(re.compile(r"the loss is \d"))).to_be_visible()
     expect(page.get_by_role("region", name="Chat", exact=True)).to_have_count(0)
     serve_page.client.stop(model.job)

@@ -51,8 +51,8 @@ def beside_llama(folder: Path, quantized_file: Path | None, turns: int) -> Llama
         file = write_gguf(folder, Path(name) / "f16.gguf", "f16").path
         alone = llama_alone(file)
         many = llama_alone(file, SESSIONS, _SLOT_TOKENS)
-        quantized = None if quantized_file is None else llama_alone(quantized_file)
-        costs = [_costs(slices, alone, many, quantized) for _ in range(turns)]
+        four_bits = None if quantized_file is None else llama_alone(quantized_file)
+        costs = [_costs(slices, alone, many, four_bits) for _ in range(turns)]
     middle = _Costs(*map(statistics.median, zip(*costs, strict=True)))
     return LlamaFigures(
         core_seconds=middle.one / middle.llama_one,
@@ -75,7 +75,7 @@ class _Costs(NamedTuple):
     llama_quantized: float
 
 
-def _costs(slices: Sequence[LayerSlice], alone: Any, many: Any, quantized: Any) -> _Costs:
+def _costs(slices: Sequence[LayerSlice], alone: Any, many: Any, four_bits: Any) -> _Costs:
     share = -(-SESSIONS // STAGES)  # Passes that keep all stages at work have a third.
     llama_many = _llama_cost(many, SESSIONS)
     return _Costs(
@@ -85,7 +85,7 @@ def _costs(slices: Sequence[LayerSlice], alone: Any, many: Any, quantized: Any) 
         llama_one=_llama_cost(alone, 1).core_seconds,
         llama_many=llama_many.core_seconds,
         llama_rate=llama_many.tokens_per_s,
-        llama_quantized=0.0 if quantized is None else _llama_cost(quantized, 1).core_seconds,
+        llama_quantized=0.0 if four_bits is None else _llama_cost(four_bits, 1).core_seconds,
     )
 
 

@@ -130,7 +130,7 @@ def _rings_reason(job: ServeJob) -> str:
 
 
 def whole_rings_text(job: ServeJob) -> str:
-    """What is told of the rings of a training that are whole."""
+    """Tells of the rings of a training that are whole."""
     stages = sum(len(job.stages_of(ring)) for ring in job.whole_rings)
     standby = ", and a node stands by" if job.standby is not None else ""
     rings = f"{len(job.whole_rings)} of {several(job.rings, 'ring')}"
